@@ -292,7 +292,9 @@ def _open(index: Shards, settings: MapSettings, *, is_part: bool = False) -> Sha
         storage_options=settings.session.storage_options,
         access="fetch" if settings.fields is None and not settings.where and not is_part else "auto",
     )
-    if not is_part and dataset._collection.shards.selection is not None and dataset._collection.has_remote():  # noqa: SLF001 - of the face
+    collection = dataset._collection  # noqa: SLF001 - of the face
+    can_reopen = not (is_part or hasattr(index, "read"))
+    if can_reopen and collection.shards.selection is not None and collection.has_remote():
         return _open(index, settings, is_part=True)
     return dataset
 
