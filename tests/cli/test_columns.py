@@ -177,6 +177,9 @@ def test_columns_of_a_view(index):
     words = f"v.json: is a view of {index}, and has the columns of that index; make those: wids columns create {index}"
     assert words in complaint(1, "columns", "create", "v.json")
     assert not os.path.exists("v.columns.parquet")
+    run_ok("index", "join", index, index, "--prefix", "x", "-o", "joined.json")
+    words = f"wids columns create {index}; for fields of {index}, make its columns, and join that table (with_table)"
+    assert words in complaint(1, "columns", "create", "joined.json", "--field", ".x.cls=label")
 
 
 def test_ctrl_c_ends_a_query(index):

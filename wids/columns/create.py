@@ -31,6 +31,7 @@ from wids.columns.parts import KnownParts, digest_state
 from wids.columns.spec import HEADER_KEYS, MAX_SIZES, ColumnSpec, size_names
 from wids.core.collection.shard_collection import lists_shards, load_shards
 from wids.core.files import atomic
+from wids.core.index.companion_file import parse_companions
 from wids.core.index.fingerprint import contents, fingerprint, fingerprint_of
 from wids.core.index.paths import absolute
 from wids.core.index.view_file import is_view
@@ -191,9 +192,11 @@ def create_columns(
         overwrite=overwrite,
     )
     if is_view(shards) and (parent := shards.header.get("view_of")) is not None:
+        entry = next(iter(parse_companions(shards.header, None)), None)
+        way = f"; for fields of {entry.index}, make its columns, and join that table (with_table)" if entry else ""
         raise InputError(
             f"{index}: is a view of {parent}, and has the columns of that index; make those: wids columns create "
-            f"{parent}"
+            f"{parent}{way}"
         )
     with _Creating(shards, output, progress) as creating:
         creating.plan(spec, drop)
