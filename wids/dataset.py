@@ -754,6 +754,7 @@ class ShardListDataset(Dataset[T_co]):
             "the table of this dataset's columns": self._own_columns().place,
         }
         inputs = [(path, words) for words, path in files.items() if path is not None]
+        inputs += [place for companion in self._companions for place in companion.places_of_files().items()]
         inputs += [(path, "a list that this view is made by") for path in self._lists]
         save(
             collection.as_read(),

@@ -239,6 +239,13 @@ class Companion:
 
     # --- for states and indexes
 
+    def places_of_files(self) -> dict[str, str]:
+        """Words for the files on this machine that it is read from, by their paths or URLs."""
+        places = {self.collection.index_url: f"the index of the companion {self.name}"}
+        if self.rows is not None:
+            places[self.rows.path] = f"the file of the rows of the companion {self.name}"
+        return {place: words for place, words in places.items() if place is not None}
+
     def marks(self) -> dict[str, str]:
         """The digests of its samples and their contents, by kinds; states hold them."""
         return {"dataset": self.collection.fingerprint, **self.collection.contents}
@@ -310,7 +317,9 @@ class OpenEntry:
         return Place(self.entry.index).is_local
 
     def __call__(self) -> ShardCollection:  # noqa: D102
-        collection = self.options.open(self.entry.index)
+        indexing = self.options.indexing
+        options = self.options._replace(indexing={**indexing, "session": self.entry.session(indexing["session"])})
+        collection = options.open(self.entry.index)
         check_listed(self.entry, collection.shards, self.samples, self.where)
         return collection
 
@@ -332,6 +341,12 @@ def check_listed(entry: CompanionEntry, shards: ShardList, samples: int, where: 
         raise SpecError(
             f"{where}{entry.index} is a view, and a companion is a whole index; join the view by a command "
             "(wids index join), which names the index behind it",
+            path=KEY,
+        )
+    if entry.rows is not None and entry.nsamples != total:
+        raise SpecError(
+            f"{where}{entry.index} had {entry.nsamples} samples when it was joined by key, and has {total:,}; join "
+            "again (wids index join)",
             path=KEY,
         )
     if entry.rows is None and total != samples:

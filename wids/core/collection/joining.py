@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from wids.core.index.shardlist import ShardList
     from wids.core.transport.session import Session
 
-_PREFIX = re.compile(r"[\w.-]*")
 _SHOWN = 5
 _MISSING = {"skip": "are left out", "none": "have none of its fields"}
 _KEPT_AS = 1  # raised where the rows of a join by key would be others
@@ -74,7 +72,7 @@ def parse_request(*, on: Any, prefix: Any, missing: Any, fields: Any) -> JoinReq
         raise InputError(f"on is {shown(on)}; it is 'row' or 'key'", parameter="on")
     if missing not in ("error", "skip", "none"):
         raise InputError(f"missing is {shown(missing)}; it is 'error', 'skip' or 'none'", parameter="missing")
-    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+    if not isinstance(prefix, str) or not companion_file.PREFIX.fullmatch(prefix):
         raise InputError(
             f"prefix is {shown(prefix)}; it is letters, digits, -, _ and dots, like 'clip'", parameter="prefix"
         )
@@ -310,7 +308,7 @@ def list_companions(
     listed, samples = [], sum(shards.nsamples) if shards.header.get(KEY) else 0
     for entry in companion_file.parse_companions(shards.header, None):
         _check_base(shards, entry, where)
-        _, theirs, narrowed = load_shards(entry.index, session=session, cache_dir=cache_dir)
+        _, theirs, narrowed = load_shards(entry.index, session=entry.session(session), cache_dir=cache_dir)
         check_listed(entry, theirs, samples, where)
         rows = load_joined(entry, samples, where, session=session, cache_dir=cache_dir)
         needed: Sequence[int] = range(len(theirs))
@@ -345,7 +343,7 @@ def load_joined(
         entry: in the index.
         samples: number of samples of the base's shards.
         where: the beginning of messages.
-        session: opens URLs.
+        session: of the program; opens URLs.
         cache_dir: directory for a copy of a remote file; None: in memory.
 
     Raises:
@@ -353,7 +351,7 @@ def load_joined(
     """
     if entry.rows is None:
         return None
-    url = entry.rows
+    url, session = entry.rows, entry.session(session)
     kind: dict[str, Any] = {
         "samples": samples,
         "nsamples": entry.nsamples,

@@ -7,7 +7,8 @@ JSON form, beside the other keys of an index or a view::
                     "fingerprint": DIGEST, "contents": {KIND: DIGEST}, "of": DIGEST,
                     "rows": URL, "rows_checksum": CRC}, ...]
 
-``index`` and ``rows`` are relative to the file. Only ``index`` has to be there. ``fields`` are those that are taken;
+``index`` and ``rows`` are relative to the file. Only ``index`` has to be there; by key, ``rows`` as well, and with
+``rows`` ``nsamples``. ``fields`` are those that are taken;
 without them all are. ``known_fields`` say which its samples have; without these, its own index (``"fields"``) says so,
 or else its first shard. ``nsamples``, ``fingerprint`` and ``contents`` are those of the companion when it was joined,
 ``of`` the fingerprint of the base's shards then. The file of rows is a
@@ -19,6 +20,7 @@ or else its first shard. ``nsamples``, ``fingerprint`` and ``contents`` are thos
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -28,7 +30,7 @@ from wids.core.files.container import Format, Invariant, NoHeader
 from wids.core.index import checks
 from wids.core.index.view_file import KEY, checksum_of
 from wids.core.place import Place
-from wids.errors import SpecError
+from wids.errors import SpecError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +38,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from wids.core.index.selection import Integers
+    from wids.core.transport.session import Session
 
 SUFFIX = ".joined"
 On: TypeAlias = Literal["row", "key"]
 Missing: TypeAlias = Literal["error", "skip", "none"]
 NO_ROW = np.uint32(0xFFFFFFFF)
+PREFIX = re.compile(r"[\w.-]*")
 # More than a header of rows has.
 _MAX_HEAD_BYTES = 1024
 
@@ -61,6 +65,7 @@ class CompanionEntry(msgspec.Struct, frozen=True, kw_only=True):
         of: fingerprint of the base's shards then; None: not known.
         rows: the file of rows; None: sample i is its sample i.
         rows_checksum: of that file; see `wids.core.index.view_file.checksum_of`.
+        named_by: the URL or path of the index that names it, which says who may get its credentials; never written.
     """
 
     index: str
@@ -75,6 +80,12 @@ class CompanionEntry(msgspec.Struct, frozen=True, kw_only=True):
     of: str | None = None
     rows: str | None = None
     rows_checksum: str | None = None
+    named_by: str | None = None
+
+    def session(self, session: Session) -> Session:
+        """The session of a program for what this names: of a remote index, with options for its own server alone."""
+        place = Place(self.named_by or "")
+        return session if place.is_local else session.narrowed(place.origins)
 
 
 def parse_companions(header: dict[str, Any], index_url: str | None) -> list[CompanionEntry]:
@@ -83,9 +94,26 @@ def parse_companions(header: dict[str, Any], index_url: str | None) -> list[Comp
     Raises:
         SpecError: they are malformed.
     """
-    raw = header.get(KEY) or []
-    entries: list[CompanionEntry] = checks.convert(raw, list[CompanionEntry], path=KEY, index_url=index_url)
+    raw = header.get(KEY)
+    entries: list[CompanionEntry] = checks.convert(
+        [] if raw is None else raw, list[CompanionEntry], path=KEY, index_url=index_url
+    )
+    for k, entry in enumerate(entries):
+        _check_entry(entry, f"{KEY}[{k}]", index_url)
     return entries
+
+
+def _check_entry(entry: CompanionEntry, path: str, index_url: str | None) -> None:
+    if entry.on == "key" and entry.rows is None:
+        checks.fail(index_url, f"{path}.rows", "is missing, and says which samples belong together; join again")
+    if entry.rows is not None and entry.nsamples is None:
+        checks.fail(index_url, f"{path}.nsamples", "is missing, and bounds the rows; join again")
+    if not PREFIX.fullmatch(entry.prefix):
+        checks.fail(index_url, f"{path}.prefix", f"is {shown(entry.prefix)}; it is letters, digits, -, _ and dots")
+    for name in ("fields", "known_fields"):
+        for k, extension in enumerate(getattr(entry, name) or ()):
+            if not extension.startswith("."):
+                checks.fail(index_url, f"{path}.{name}[{k}]", f"is {shown(extension)}; extensions have their dot")
 
 
 def resolve_companions(
@@ -101,7 +129,7 @@ def resolve_companions(
     Raises:
         SpecError: they are malformed.
     """
-    if not header.get(KEY):
+    if header.get(KEY) is None:
         return header
     home, companions = Place(index_url or "").directory, []
     for k, entry in enumerate(parse_companions(header, index_url)):
@@ -112,7 +140,7 @@ def resolve_companions(
                 path = f"{KEY}[{k}].{name}"
                 places[name] = url = checks.resolve(home, written, path, index_url)
                 forbid(path, url)
-        companions.append({**header[KEY][k], **places})
+        companions.append({**header[KEY][k], **places, "named_by": index_url})
     return {**header, KEY: companions}
 
 

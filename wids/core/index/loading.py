@@ -146,8 +146,19 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
     """
     loaded = _load(request, data)
     header = loaded.shards.header
-    if not header.get(KEY):
+    if "view_of_fingerprint" in header:  # whose own are resolved already, and those of the index behind it
         return loaded
+    return loaded._replace(shards=loaded.shards.with_header(_with_companions(header, request)))
+
+
+def _with_companions(header: dict[str, Any], request: IndexRequest) -> dict[str, Any]:
+    """The header of an index with the places of its companions resolved.
+
+    Raises:
+        SpecError: they are malformed. NotAllowedError: a remote index names local files.
+    """
+    if header.get(KEY) is None:
+        return header
     from wids.core.index.companion_file import resolve_companions
 
     url = request.url
@@ -157,7 +168,7 @@ def load_index(request: IndexRequest, data: bytes | str | None = None) -> Loaded
         if is_guarded and Place(named).reaches_local:
             forbid_local(url, path, named)
 
-    return loaded._replace(shards=loaded.shards.with_header(resolve_companions(header, url, forbid)))
+    return resolve_companions(header, url, forbid)
 
 
 def _load(request: IndexRequest, data: bytes | str | None) -> LoadedIndex:
@@ -362,7 +373,7 @@ def _load_view(request: IndexRequest, data: bytes | str) -> LoadedIndex:
     if not request.may_be_view:
         what = f"view_of: {url} is a view, and must be an index of shards; open that view and save a view of it"
         raise SpecError(what, path="view_of", url=url)
-    raw["made_by"] = view.made_by
+    raw = {**_with_companions(raw, request), "made_by": view.made_by}
     if view.view_of is None:
         loaded = _parse(data, request)[0]
     else:
