@@ -1009,6 +1009,7 @@ class ShardListDataset(Dataset[T_co]):
         changed._companions = (*self._companions, *companions)  # noqa: SLF001 - of this class
         joining.check_apart(changed._companions)  # noqa: SLF001
         changed._transformations, changed._places = list(self._transformations), {}  # noqa: SLF001
+        changed._take(self._collection.expecting(changed._read_fields()))  # noqa: SLF001
         changed._note_work()  # noqa: SLF001
         if left is None:
             return changed
@@ -1045,6 +1046,11 @@ class ShardListDataset(Dataset[T_co]):
                 "them to the joined dataset (add_transform, with_columns)"
             )
         collection, fields = other._collection, other.fields  # noqa: SLF001
+        if isinstance(fields, Alternatives):
+            raise InputError(
+                f"with_fields: the other dataset has fields={fields!r}; alternatives, names and lazy members are for "
+                "the joined dataset: give them to that, and to the other one extensions alone"
+            )
         more = {
             "look_ahead": look_ahead if other._ahead else None,  # noqa: SLF001
             "fields": None if fields is None else tuple(fields),
@@ -1430,6 +1436,8 @@ class ShardListDataset(Dataset[T_co]):
                 self.check_cache_misses()
         else:  # a subclass's own, which may count the sample a second time, and misses in its own way
             sample = read_foreign(self.get_shard, to_int(asked), len(self), self.fields, self._wanted)
+            if self._wishes is not None:
+                self._wishes.check_foreign(sample, self._collection, type(self).__name__)
             pool.accesses = accesses
             self.check_cache_misses()
         return sample

@@ -11,9 +11,18 @@ import pytest
 import wids
 from tests.io.collection.test_joining import opened, plain, write_set
 from tests.support.servers import Server
-from tests.support.shards import write_json
+from tests.support.shards import write_json, write_tar
 from wids import jobs
-from wids.errors import NotAllowedError, OutputExistsError, SpecError, WidsError
+from wids.errors import (
+    ChangedShardError,
+    CountMismatchError,
+    InputError,
+    NotAllowedError,
+    OutputExistsError,
+    SelectionError,
+    SpecError,
+    WidsError,
+)
 
 KEYS = [f"k{n:02d}" for n in range(12)]
 SECRET = {"headers": {"X-Secret": "a secret"}}
@@ -157,3 +166,130 @@ def test_a_remote_index_names_no_local_file(sets):
             with pytest.raises(NotAllowedError):
                 opened(f"{server.url}/far.json", cache_dir=sets / "cache")
     assert wids.ShardListDataset(sets / "joined.json")[1][".txt"]
+
+
+@pytest.mark.parametrize("substitutes", [{}, {"on_error": "substitute", "max_errors": 1.0}])
+def test_a_companion_that_was_rewritten_unseen(sets, substitutes):
+    """Shards of other keys with the same names, counts and sizes: the keys that are read say so; no rows are kept."""
+    joined = sets / "joined.json"
+    assert read_all(joined)[0] == ("k00", b"cap.cap k00", b"base.txt k00")
+    write_set(sets, "cap", KEYS, (".cap",), (4, 4, 4))
+    for read in (lambda dataset: dataset[0], lambda dataset: dataset.__getitems__([3, 0])):
+        with pytest.raises(ChangedShardError, match=r"its sample for '.*' has the key '.*' now; join again"):
+            read(opened(joined, **substitutes))
+    again = opened(sets / "base.json", **substitutes).with_fields(sets / "cap.json", on="key")
+    assert [sample[".cap"][-3:].decode() for sample in again] == KEYS
+
+
+def test_rows_of_a_function_are_not_kept(sets):
+    """Two rules that look the same may make other keys."""
+
+    class Rule:
+        def __init__(self, rule):
+            self.rule = rule
+
+        def __repr__(self):
+            return "<Rule>"
+
+        def __call__(self, name):
+            return self.rule(name)
+
+    write_tar(sets / "a.tar", [("x.jpg", b"x"), ("y.jpg", b"y")])
+    write_tar(sets / "b.tar", [("x.cap", b"x"), ("y.cap", b"y")])
+    jobs.create_index([sets / "a.tar"], sets / "a.json")
+    jobs.create_index([sets / "b.tar"], sets / "b.json")
+    base = opened(sets / "a.json", cache_dir=sets / "cache")
+    for keys in ({"x": "x", "y": "y"}, {"x": "y", "y": "x"}):
+        rule = Rule(lambda name, keys=keys: (keys[name[0]], name[1:]))
+        other = opened(sets / "b.json", cache_dir=sets / "cache", key_rule=rule)
+        assert [sample[".cap"].decode() for sample in base.with_fields(other, on="key")] == list(keys.values())
+
+
+@pytest.mark.parametrize("on", ["row", "key"])
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_companion_with_another_count(sets, on, count):
+    """Its samples are repeated for no other ones, also where those of the base are; the last of more are left out."""
+    path = write_set(sets, "same", KEYS, (".cap",), (4, 4, 4))
+    rows = [
+        {"url": row["url"], "nsamples": row["nsamples"]}
+        for row in json.loads((sets / "same.json").read_text())["shardlist"]
+    ]
+    write_json(path, {"wids_version": 1, "shardlist": rows})
+    write_tar(sets / "same-1.tar", [(f"{key}.cap", f"same.cap {key}".encode()) for key in [*KEYS[4:8], "z"][:count]])
+
+    def read():
+        base = opened(sets / "base.json", on_count_mismatch="warn")
+        return [sample[".cap"] for sample in base.with_fields(path, on=on, missing="none")]
+
+    if count == 5:
+        assert read() == [f"same.cap {key}".encode() for key in KEYS]
+    else:
+        with pytest.raises(CountMismatchError, match=r"holds 3 samples, and the index says 4 .*they are not repeated"):
+            read()
+
+
+def test_a_get_shard_of_a_subclass(sets):
+    """One that gives samples of other shards has no companion's fields for them; its own order in a shard holds."""
+
+    class Reversed(wids.ShardListDataset):
+        is_within = False
+
+        def get_shard(self, index):
+            if self.is_within:
+                first = self.locate(index).shard and 7
+                return super().get_shard(first + self.lengths[self.locate(index).shard] - 1 - (index - first))
+            return super().get_shard(len(self) - 1 - index)
+
+    path = write_set(sets, "same", KEYS, (".cap",), (4, 4, 4))
+    joined = Reversed(sets / "base.json", transformations="raw").with_fields(path)
+    with pytest.raises(InputError, match=r"is of the shard .*base-0.tar, and get_shard of Reversed gives .*base-1.tar"):
+        joined[0]
+    joined.is_within = True
+    for sample in joined.__getitems__([0, 6, 7, 11]):
+        assert sample[".cap"][-3:].decode() == sample["__key__"]
+
+
+def test_a_prefix_takes_no_field_of_the_base(sets):
+    """Fields of the base that begin with a prefix, and those of one name in another case, are read where they are."""
+    base = write_set(sets, "wide", KEYS, (".jpg", ".seg.png"), (6, 6))
+    other = write_set(sets, "other", KEYS, (".npy", ".JPG"), (12,))
+    for fields in (None, (".jpg", ".seg.png", ".seg.npy")):
+        joined = opened(base, fields=fields).with_fields(other, prefix="seg", fields=".npy")
+        wanted = {
+            "__key__": "k03",
+            ".jpg": b"wide.jpg k03",
+            ".seg.png": b"wide.seg.png k03",
+            ".seg.npy": b"other.npy k03",
+        }
+        assert plain(joined[3]) == wanted
+        assert joined.read(3, ".seg.png") == b"wide.seg.png k03"
+    both = opened(base, fields=(".jpg",)).with_fields(other)
+    assert plain(both[3]) == {"__key__": "k03", ".jpg": b"wide.jpg k03", ".JPG": b"other.JPG k03"}
+    with pytest.raises(SelectionError, match=r"can be one"):
+        opened(base, fields={"image": "jpg"}).with_fields(other)[3]
+    with pytest.raises(InputError, match=r"twice, once of wide.json"):
+        opened(base, fields=(".jpg",)).with_fields(base)[3]
+
+
+def test_fields_of_the_other_data_set(sets):
+    """Extensions alone are taken over; names and alternatives, which would be lost, are refused."""
+    joined = opened(sets / "base.json").with_fields(opened(sets / "cap.json", fields=(".cap",)), on="key")
+    assert joined[1][".cap"] == b"cap.cap k01"
+    for fields in ({"caption": "cap"}, ("cap;txt",), (wids.lazy("cap"),)):
+        with pytest.raises(InputError, match=r"give them to that"):
+            joined.with_fields(opened(sets / "cap.json", fields=fields), prefix="x")
+
+
+def test_a_preview_has_fields_of_companions(sets, caplog):
+    """Those whose shard is on the disk, too; fields of companions are not missed in the base."""
+    joined = opened(sets / "joined.json")
+    assert [sample[".cap"].read()[-3:].decode() for sample in joined.preview(3)] == KEYS[:3]
+    assert ".cap" in joined._repr_html_()
+    with Server() as server:
+        for path in sets.iterdir():
+            server.add(f"/{path.name}", path.read_bytes())
+        far = opened(sets / "base.json", cache_dir=sets / "cache").with_fields(f"{server.url}/cap.json", prefix="far")
+        assert [plain(sample).keys() for sample in far.preview(1)] == [{"__key__", ".txt"}]
+        assert not [target for target in server.requests if target.endswith(".tar")]
+    assert opened(sets / "base.json", fields=(".txt", ".cap")).with_fields(sets / "cap.json", on="key")[2][".cap"]
+    assert "no sample of" not in caplog.text

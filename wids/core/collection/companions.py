@@ -20,7 +20,7 @@ from wids.core.index.fingerprint import contents, fingerprint, have_changed
 from wids.core.index.view_file import KEY
 from wids.core.order.layout import CompanionPlaces, SamplerInterface
 from wids.core.place import Place
-from wids.errors import InputError, SpecError
+from wids.errors import ChangedShardError, InputError, SpecError, shown
 from wids.events import logger
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wids.core.collection.stats import Tally
     from wids.core.index.selection import Integers
     from wids.core.index.shardlist import ShardList
+    from wids.core.readers.base import Sample
 
 # The file name of many indexes: their folders tell them apart. `wids map` writes such.
 _USUAL = "index.json"
@@ -99,7 +100,7 @@ class Companion:
             SpecError, InputError: it is not the one that was joined. FetchError: it cannot be read.
         """
         if self._collection is None:
-            self._collection = self._open()
+            self._collection = self._open().without_repeats()
         return self._collection
 
     def __len__(self) -> int:
@@ -122,6 +123,8 @@ class Companion:
             prefix=self.prefix,
             fields=self.fields,
             known=self._known,
+            on=self.on,
+            missing=self.missing,
             rows=self.rows,
             open_shards=_WithoutDownloads(self),
         )
@@ -143,7 +146,7 @@ class Companion:
             prefix=prefix,
             fields=self.fields,
             known=self._known,
-            on=self.on,
+            on="key" if self.on == outer.on == "key" else "row",
             missing=self.missing,
             rows=rows,
             open_shards=self._open,
@@ -162,9 +165,7 @@ class Companion:
         if not field.casefold().startswith(stem):
             return None
         extension = field[len(stem) - 1 :]
-        known = self.fields or self.stated_fields()
-        if known is None and self._stem:
-            return extension, True
+        known = self.stated_fields() if self.fields is None else self.fields
         for name in self._first_fields() if known is None else known:
             if name.casefold() == extension.casefold():
                 return name, True
@@ -172,7 +173,7 @@ class Companion:
 
     def stated_fields(self) -> tuple[str, ...] | None:
         """The extensions of its members, as an index says; None: none does."""
-        if self._known is None and (self._collection is not None or self._stem == ""):
+        if self._known is None:
             self._known = self.collection.shards.fields
         return self._known
 
@@ -236,6 +237,21 @@ class Companion:
             ends = ends if rows is None else np.searchsorted(rows, ends.astype(rows.dtype), side="left")
             return CompanionPlaces(self, ends, None)
         return CompanionPlaces(self, None, rows.astype(np.int64))
+
+    def check_key(self, sample: Sample, other: Sample) -> None:
+        """Check that a sample of this, which was joined by key, has the key of the base's sample.
+
+        Raises:
+            ChangedShardError: it has another one.
+        """
+        if self.on == "key" and other["__key__"] != sample.get("__key__", other["__key__"]):
+            shard = other["__shard__"]
+            raise ChangedShardError(
+                f"{shard}: the shards have changed since {self.name} was joined by key: its sample for "
+                f"{shown(sample['__key__'])} has the key {shown(other['__key__'])} now; join again (wids index join), "
+                "and write indexes with checksums (wids index create), which notice that at once",
+                shard=shard,
+            )
 
     # --- for states and indexes
 

@@ -54,7 +54,7 @@ class Owners:
             claims = [(each, claim) for each in self.companions if (claim := each.extension_of(field)) is not None]
             sure = [(each, extension) for each, (extension, is_sure) in claims if is_sure]
             if sure or not claims:
-                self._known[field] = sure, not sure
+                self._known[field] = sure, not sure or field.casefold() in self._base_fields()
             elif field.casefold() in self._base_fields():
                 self._known[field] = [], True
             else:
@@ -217,6 +217,25 @@ class Wishes:
             for companion, members, _ in self._wishes
         )
 
+    def check_foreign(self, sample: Sample, base: ShardCollection, kind: str) -> None:
+        """Check that a sample that a subclass's own ``get_shard`` gave is of the shard that the index says.
+
+        Args:
+            sample: as it was read.
+            base: the base's samples.
+            kind: the name of the subclass.
+
+        Raises:
+            InputError: it is of another one, and nothing says which fields belong to it.
+        """
+        url = base.urls[bisect_right(base.ends, sample["__index__"])]
+        if sample["__shard__"] != url:
+            raise InputError(
+                f"sample {sample['__index__']} is of the shard {url}, and get_shard of {kind} gives "
+                f"{sample['__shard__']}: which fields of a companion belong to it nobody says; join a plain "
+                "ShardListDataset, and wrap that"
+            )
+
     def close(self) -> None:
         """Close all open shards of the companions."""
         for companion in self.companions:
@@ -226,6 +245,7 @@ class Wishes:
     def _merge(
         sample: Sample, other: Sample, companion: Companion, lazy: Alternatives | None, files: list[MemberFile]
     ) -> None:
+        companion.check_key(sample, other)
         if lazy is not None:
             from wids.core.collection.member_file import open_lazily
 

@@ -103,7 +103,7 @@ def join(
     Raises:
         InputError: it has another number of samples, repeated keys, or lacks some. WidsError: it cannot be read.
     """
-    left = None
+    left, other = None, other.without_repeats()
     if request.on == "row":
         rows = _pair(base, other, name)
     else:
@@ -411,7 +411,11 @@ def keep_joined(base: ShardCollection, other: ShardCollection, name: str) -> Sha
         return find_rows(base, other, name=name)
 
     cache_dir = base.provider.cache.placement.cache_dir
-    if cache_dir is None or not (base.contents and other.contents):  # nothing says whether these are still the ones
+    # Without checksums nothing says whether these are still the ones: shards of other keys may be as large.
+    is_known = all(
+        {"crc32", "md5"} & each.contents.keys() and not callable(each.provider.files.rule) for each in (base, other)
+    )
+    if cache_dir is None or not is_known:
         return SharedArrays([compute()])
     parts = [
         repr(

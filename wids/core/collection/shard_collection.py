@@ -245,12 +245,14 @@ class ShardCollection:
         here: the stretch that was read last; `find` looks there first.
         index_url: the URL or path of the index that lists the shards as they are; None: none exists.
         name: of all its samples, as a source of a mixture; None: the shards have names of their own.
+        is_repeating: False: a shard with too few samples is an error always, and repeats none.
     """
 
     provider: AutoProvider
     pool: OpenShards
     shards: ShardList
     name: str | None = None
+    is_repeating: bool = True
     here: Stretch
     urls: Sequence[str]
     _is_remote: bool | None
@@ -317,6 +319,13 @@ class ShardCollection:
         """
         self._expected = fields.groups if isinstance(fields, Alternatives) else [(field,) for field in fields or ()]
 
+    def expecting(self, fields: Sequence[str] | None) -> ShardCollection:
+        """The same shards, where of the fields that are still expected these alone are; they share the open shards."""
+        other = copy.copy(self)
+        if self._expected:
+            other.expect_fields(fields)
+        return other
+
     # --- which shards
 
     def select(self, selection: Selection) -> ShardCollection:
@@ -332,6 +341,12 @@ class ShardCollection:
         whole = copy.copy(self)
         whole._use(self.shards.select(None))  # noqa: SLF001 - of this class
         return whole
+
+    def without_repeats(self) -> ShardCollection:
+        """The same shards, of which one with too few samples is an error; they share the open shards."""
+        strict = copy.copy(self)
+        strict.is_repeating = False
+        return strict
 
     def named(self, name: str) -> ShardCollection:
         """The same shards, whose samples have another name; they share the open shards."""
@@ -725,13 +740,15 @@ class ShardCollection:
         """Compare a shard's table with the index's count, if it has one.
 
         Raises:
-            CountMismatchError: it has another number of samples; with ``on_count_mismatch="warn"``, it has none.
+            CountMismatchError: it has another number of samples; with ``on_count_mismatch="warn"``, it has none, or too
+                few for a collection that repeats none.
         """
         url, expected, actual = self.shards.urls[k], self.shards.nsamples[k], table.nsamples
         if expected in (-1, actual):
             return
         where = f" (shard {k} of {len(self.shards)})"
-        if actual and self.on_count_mismatch == "warn":
+        is_warned_of = self.on_count_mismatch == "warn"
+        if actual and is_warned_of and (self.is_repeating or actual > expected):
             if url not in self._miscounted:
                 self._miscounted.add(url)
                 how = "they are repeated, from the first one on" if actual < expected else "the last ones are left out"
@@ -740,7 +757,12 @@ class ShardCollection:
         shard = self.pool.lru.cache.pop(url, None)
         if shard is not None:
             shard.reader.close()
-        raise count_mismatch(url, expected, actual, advice=where + self._advice(self, table, expected))
+        advice = self._advice(self, table, expected)
+        if is_warned_of and not self.is_repeating:
+            advice = (
+                ". As further fields of other samples they are not repeated; write its index anew (wids index create)"
+            )
+        raise count_mismatch(url, expected, actual, advice=where + advice)
 
 
 def _advice(_collection: ShardCollection, _table: MemberTable, _expected: int) -> str:
