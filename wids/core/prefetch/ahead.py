@@ -318,19 +318,16 @@ def _hidden_sources(holder: Any, depth: int) -> Iterator[CollectionSource]:
         values = islice(holder.values(), _SEARCHED)
     for value in values:
         try:
-            source = _source_of(value)
+            interface = interface_of(value)
+            source = None if interface is None else interface.prefetch_source()
         except Exception:  # noqa: BLE001 - a stranger's attribute
-            source = None
-        if source is not None:
+            interface = source = None
+        if isinstance(source, CollectionSource):
             yield source
-        elif depth and not _is_of_shards(value) and (isinstance(value, _HOLDERS) or hasattr(value, "__getitem__")):
+        elif interface is not None and interface.listed is not None:
+            continue  # ours: no other one is in it but companions, whose indexes may be yet unread
+        elif depth and (isinstance(value, _HOLDERS) or hasattr(value, "__getitem__")):
             yield from _hidden_sources(value, depth - 1)
-
-
-def _is_of_shards(value: Any) -> bool:
-    """True for a dataset of ours, which has no other one in it but companions, whose indexes may be yet unread."""
-    interface = interface_of(value)
-    return interface is not None and interface.listed is not None
 
 
 def _source_of(leaf: Any) -> CollectionSource | None:
