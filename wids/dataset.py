@@ -1337,6 +1337,8 @@ class ShardListDataset(Dataset[T_co]):
             from wids.columns.samples import beside
 
             self._columns = beside(self._given_index, self._collection, cache_dir=self.cache_dir, fields=self.fields)
+        if self._columns.companions is not self._companions:
+            self._columns = self._columns.beside_companions(self._companions)
         return self._columns
 
     def _named(self, name: str) -> Self:

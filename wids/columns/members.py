@@ -21,12 +21,15 @@ import numpy as np
 from wids.columns.extract import key_array, sample_bytes, size_columns
 from wids.columns.packages import import_arrow
 from wids.columns.spec import OWN_COLUMNS, fold, size_names, stem_of
+from wids.core.collection.companions import plain_rows
+from wids.core.tables.fields import EMPTY
 from wids.errors import ColumnsError, InputError, shorten
 from wids.events import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from wids.core.collection.companions import Companion
     from wids.core.collection.shard_collection import ShardCollection
     from wids.core.tables.table import MemberTable
 
@@ -160,6 +163,92 @@ def read_columns(collection: ShardCollection, asked: MemberNames) -> tuple[Any, 
         parts = [keys[k] if k in keys else pa.nulls(int(count), pa.string()) for k, count in enumerate(counts)]
         columns["key"] = pa.chunked_array(parts, pa.string())
     return pa.table({**columns, **found.arrays()}), sorted(found.extensions)
+
+
+def first_extensions(collection: ShardCollection) -> list[str]:
+    """The folded extensions of the first shard that has samples, as far as a member table says them."""
+    first = [k for k, count in enumerate(collection.lengths) if count][:1]
+    tables = (table for _, table in collection.member_tables(first) if table is not None)
+    return [fold(each) for table in tables for each in table.extensions]
+
+
+class CompanionColumns:
+    """The fields of companions that are asked for, for each sample of a base's whole.
+
+    Args:
+        companions: of the base.
+        base: its samples.
+        asked: the names.
+
+    Attributes:
+        sizes: folded field of the joined sample -> bytes: (n,); 0 where a sample has none.
+        has: likewise, True where a sample has it.
+
+    Raises:
+        ColumnsError: the table of a shard is neither local nor published. WidsError: it cannot be read.
+    """
+
+    def __init__(self, companions: Sequence[Companion], base: ShardCollection, asked: MemberNames) -> None:
+        self.sizes: dict[str, np.ndarray[Any, Any]] = {}
+        self.has: dict[str, np.ndarray[Any, Any]] = {}
+        self._asked, self._groups = asked, asked.groups()
+        for companion in companions:
+            known = companion.stated_fields()
+            if known is None or any(self._is_asked(fold(companion.name_of(each))) for each in known):
+                self._add(companion, base)
+
+    def _is_asked(self, field: str) -> bool:
+        stem = stem_of(field).casefold()
+        named = any(field in group for group in self._groups.values())
+        return named or f"{HAS}{stem}" in self._asked.names or f"{stem}_bytes" in self._asked.names
+
+    def _add(self, companion: Companion, base: ShardCollection) -> None:
+        collection, total = companion.collection, companion.collection.whole_length
+        starts = np.concatenate([[0], np.cumsum(np.asarray(collection.shards.nsamples, np.int64))])
+        sizes: dict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(total, np.int64))
+        has: dict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(total, np.bool_))
+        numbers = [k for k, count in enumerate(collection.lengths) if count]
+        for k, table in collection.member_tables(numbers):
+            if table is None:
+                raise _unknown(collection, k)
+            folded = sorted(set(map(fold, table.extensions)) - {EMPTY})
+            asked = [each for each in folded if self._is_asked(fold(companion.name_of(each)))]
+            for extension, own_sizes, count in size_columns(table, asked):
+                rows = np.arange(starts[k + 1] - starts[k]) % max(len(table), 1)
+                sizes[extension][starts[k] : starts[k + 1]] = own_sizes[rows]
+                has[extension][starts[k] : starts[k + 1]] = count[rows] > 0
+        places = np.arange(base.whole_length) if companion.rows is None else plain_rows(companion.rows)
+        for extension, values in sizes.items():
+            field = fold(companion.name_of(extension))
+            self.sizes[field] = np.where(places < 0, 0, values[np.maximum(places, 0)])
+            self.has[field] = (places >= 0) & has[extension][np.maximum(places, 0)]
+
+    def rest(self, there: Iterable[str]) -> MemberNames:
+        """The names that are asked of the base, which has these folded extensions."""
+        own = {*there}
+        mine = {f"{HAS}{stem_of(field).casefold()}" for field in self.sizes}
+        mine |= {name.casefold() for name in size_names(self.sizes, OWN_COLUMNS).values()}
+        groups = {name for name, group in self._groups.items() if not self.sizes.keys().isdisjoint(group)}
+        gone = (mine - self._groups.keys()) | {name for name in groups if own.isdisjoint(self._groups[name])}
+        return msgspec.structs.replace(self._asked, names=self._asked.names - gone, own=self._asked.own - gone)
+
+    def columns(self, of_base: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns, by name, with those of the base for fields that lie in both.
+
+        Args:
+            of_base: ``has_FIELD`` of the base: (n,) bools.
+        """
+        pa, columns = import_arrow(), dict[str, Any]()
+        names = {f"{HAS}{stem_of(field).casefold()}": (field,) for field in self.sizes} | self._groups
+        for name, fields in names.items():
+            has = [self.has[field] for field in fields if field in self.has]
+            if name in self._asked.names and has:
+                base = [np.asarray(of_base[name])] if name in of_base else []
+                columns[name] = pa.array(functools.reduce(np.logical_or, [*has, *base]))
+        for field, name in size_names(self.sizes, OWN_COLUMNS).items():
+            if name.casefold() in self._asked.names:
+                columns[name] = pa.array(self.sizes[field], mask=~self.has[field])
+        return columns
 
 
 def _unknown(collection: ShardCollection, k: int) -> ColumnsError:

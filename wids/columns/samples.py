@@ -52,6 +52,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         joined: tables with one row for each sample.
         shown: (column, its table) of the columns that are added to samples.
         fields: the dataset's names of fields: name -> their alternatives, as extensions.
+        companions: of the dataset, whose member tables have columns, too.
         checked: digests of the states of own tables that were compared with the shards (see
             `wids.columns.parts.check_versions`), and need no second check. All values made from one share it.
     """
@@ -63,6 +64,7 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
     joined: tuple[Any, ...] = ()
     shown: tuple[tuple[str, Any], ...] = ()
     fields: Mapping[str, tuple[str, ...]] = {}
+    companions: tuple[Any, ...] = ()
     checked: set[str] = msgspec.field(default_factory=set)
 
     @property
@@ -73,6 +75,10 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
         from wids.columns.file import place_beside
 
         return place_beside(self.index)
+
+    def beside_companions(self, companions: tuple[Any, ...]) -> SampleColumns:
+        """The same columns, with those of member tables of companions."""
+        return msgspec.structs.replace(self, companions=companions)
 
     def unshown(self) -> SampleColumns:
         """The same columns, none of them added to samples."""
@@ -205,10 +211,12 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             QueryError: the SQL is invalid, or has an unknown name. ColumnsError: no columns exist, or not these.
         """
         from wids.columns import members, sql
+        from wids.columns.packages import import_arrow
 
         path = self.own_path(collection)
         names, there, wanted, own = frozenset[str](), set[str](), frozenset[str](), frozenset[str]()
-        if path is None or members.HAS in str(text).casefold():
+        folded = str(text).casefold()
+        if path is None or members.HAS in folded or (self.companions and "_bytes" in folded):
             names, own = sql.names_in(text, is_query=is_query)
             there = {name.casefold() for name in self._names(path)}
             wanted = members.of_members(names - there)
@@ -217,16 +225,30 @@ class SampleColumns(msgspec.Struct, frozen=True, kw_only=True):
             return work(table)
         asked = members.MemberNames(names=wanted, own=own & wanted, fields=self.fields)
         sizes = {} if path is None else _sizes_of(path)
+        if not (sizes or is_query or names <= wanted | there):
+            self._check_without(table, text, wanted)
+        theirs = members.CompanionColumns(self.companions, collection, asked)
+        columns: dict[str, Any] = {}
         if sizes:
+            asked = theirs.rest(sizes)
             found = members.presence(sizes, asked)
             present = {name: [sizes[extension] for extension in of] for name, of in found.items()}
+            shared = frozenset(present) & frozenset(theirs.columns({}))  # of which some lie in the base
+            if shared:
+                some = msgspec.structs.replace(asked, names=shared, own=frozenset())
+                more, _ = members.read_columns(collection, some)
+                columns = {name: more.column(name) for name in more.column_names}
+            present = {name: of for name, of in present.items() if name not in shared}
             table = msgspec.structs.replace(table, present=present)
             extensions = list(sizes)
         else:
-            if not (is_query or names <= wanted | there):
-                self._check_without(table, text, wanted)
-            more, extensions = members.read_columns(collection, asked)
-            table = msgspec.structs.replace(table, joined=[*table.joined, more]) if more.num_columns else table
+            rest = theirs.rest(members.first_extensions(collection)) if theirs.sizes else asked
+            more, extensions = members.read_columns(collection, rest)
+            columns = {name: more.column(name) for name in more.column_names}
+        columns |= theirs.columns(columns)
+        if columns:
+            table = msgspec.structs.replace(table, joined=[*table.joined, import_arrow().table(columns)])
+        extensions += theirs.sizes
         try:
             return work(table)
         except QueryError as error:

@@ -174,3 +174,27 @@ def test_statistics_count_both(web):
     joined = base.with_fields(more)
     assert joined[3][".npy"].split()[-1] == b"k03"
     assert (more.stats().fetches, joined.stats().fetches, base.stats().fetches) == (1, 2, 1)
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+def test_columns_of_members(tmp_path, has_table):
+    """SQL sees the fields of companions, their sizes, and fields with alternatives in both."""
+    base = {"a.jpg": b"1", "b.jpg": b"22", "c.txt": b"3"}
+    for stem, each in (("base", base), ("more", {"a.npy": b"4", "b.empty": b"", "c.png": b"55"})):
+        write_tar(tmp_path / f"{stem}.tar", each)
+        jobs.create_index(tmp_path / f"{stem}.tar", tmp_path / f"{stem}.json")
+    if has_table:
+        jobs.create_columns(tmp_path / "base.json")
+    base = wids.ShardListDataset(tmp_path / "base.json", fields={"image": "jpg;png", "more": "x.npy", "text": "txt"})
+    joined = base.with_fields(tmp_path / "more.json", fields=[".png"])
+    joined = joined.with_fields(tmp_path / "more.json", prefix="x", fields=[".npy"])
+    assert joined.find_rows("has_x_npy").tolist() == [0]
+    assert joined.find_rows("not has_x_npy").tolist() == [1, 2]
+    assert joined.find_rows("has_image").tolist() == [0, 1, 2]
+    assert base.find_rows("has_image").tolist() == [0, 1]
+    assert joined.find_rows("has_image and has_more").tolist() == [0]
+    assert joined.query("select x_npy_bytes from samples order by index").column(0).to_pylist() == [1, None, None]
+    assert len(joined.where("has_x_npy")) == 1
+    assert joined.select([1, 2]).find_rows("has_image and not has_more").tolist() == [0, 1]
+    few = base.with_fields(tmp_path / "more.json", on="key", prefix="x").exclude([0])
+    assert few.find_rows("has_x_png").tolist() == [1]
