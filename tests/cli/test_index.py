@@ -519,6 +519,9 @@ def test_commands_on_a_joined_index(joined):
     shown = run_ok("show", "joined.json", "1")
     assert ".x.cap" in shown
     assert ".npy" not in shown
+    listed = run_ok("ls", "joined.json").splitlines()
+    assert listed[2].endswith(".txt=7 .x.cap=6")
+    assert listed[9].endswith(".txt=7 .x.cap=6 .npy=6")
     told = run_ok("info", "joined.json")
     assert "row.json, by row: .x.cap" in told
     assert "key.json, by key: .npy" in told

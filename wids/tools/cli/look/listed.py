@@ -25,6 +25,7 @@ from wids.core.files.terminal import progress
 from wids.core.index.view_file import KEY as COMPANIONS
 from wids.core.place import Place, cache_directory
 from wids.core.readers.provider import AutoProvider
+from wids.core.tables.fields import EMPTY
 from wids.core.tables.published_tables import PublishedTables
 from wids.errors import CountMismatchError, InputError, SelectionError
 from wids.jobs.cache_warm import part_bytes
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from wids.core.collection.companions import Companion
     from wids.core.index.shardlist import ShardList
     from wids.core.order.layout import SourceSpan
     from wids.core.readers.base import Reader, Sample
@@ -111,6 +113,7 @@ class Listed:
         self._begun: set[int] = set()
         self.has_bar = self._is_given_up = self._has_counted = False
         self._last: tuple[int, MemberTable] | None = None
+        self._companion_tables: dict[Companion, tuple[int, MemberTable]] = {}
 
     @property
     def shards(self) -> ShardList:
@@ -256,6 +259,32 @@ class Listed:
             Wishes(self.owners, None, None).add_to(members, self.collection)
             for name in place:
                 del members[name]
+
+    def companion_sizes(self, index: int) -> dict[str, int]:
+        """The bytes of the members that companions have of a sample, by field.
+
+        Raises:
+            WidsError: a member table cannot be read.
+        """
+        sizes: dict[str, int] = {}
+        for companion in self.owners.companions if self.shards.header.get(COMPANIONS) else ():
+            place = companion.row_of(self.collection.whole_index(index))
+            if place >= 0:
+                k, row = companion.collection.locate(place)
+                table = self._companion_table(companion, k)
+                members = table.members(row % len(table))
+                sizes |= {companion.name_of(name): size for name, _, size in members if name != EMPTY}
+        return sizes
+
+    def _companion_table(self, companion: Companion, k: int) -> MemberTable:
+        known = self._companion_tables.get(companion)
+        if known is None or known[0] != k:
+            table = next(iter(companion.collection.member_tables([k])))[1]
+            if table is None:
+                with companion.collection.pinned(k) as reader:
+                    table = reader.table
+            self._companion_tables[companion] = known = k, table
+        return known[1]
 
     # --- the members of a shard
 

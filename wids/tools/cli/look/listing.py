@@ -114,7 +114,7 @@ def _rows(listed: Listed, lo: int, hi: int) -> Iterator[dict[str, Any]]:
         chosen = [int(row) for row in rows[lo - start : end - start]]
         names = _classes(listed, k, chosen, classes) if classes else repeat(None)
         for index, row, name in zip(range(lo, end), chosen, names, strict=False):
-            fields = {extension: size for extension, _, size in table.members(row)}
+            fields = {extension: size for extension, _, size in table.members(row)} | listed.companion_sizes(index)
             found = {"index": index, "key": table.key(row), "shard": k, "row": row, "url": url, "fields": fields}
             yield {**found, "class": name} if classes else found
         lo = end
