@@ -193,6 +193,16 @@ def damaged(scene):
     (scene / "train-0007.tar").write_bytes(data[: len(data) // 2 + 100])
 
 
+@pytest.fixture(autouse=True)
+def modules_of_scenes():
+    """Modules of a scene are not those of the next one, which may have others of these names."""
+    places = list(sys.path)
+    yield
+    sys.path[:] = places
+    for name in ("augment", "embed", "score"):
+        sys.modules.pop(name, None)
+
+
 def pictures(scene):
     """Small pictures, and a module that crops them."""
     for shard in range(2):

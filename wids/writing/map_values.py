@@ -130,7 +130,7 @@ def write_table(path: str, parts: Sequence[tuple[Callable[[], bytes], Mapping[st
         [
             pa.field("index", pa.int64()),
             pa.field("key", pa.string()),
-            *(kinds.arrow_field(name, of) for name, of in whole.items()),
+            *(_list_field(kinds.arrow_field(name, of)) for name, of in whole.items()),
         ]
     )
     first = 0
@@ -148,6 +148,23 @@ def write_table(path: str, parts: Sequence[tuple[Callable[[], bytes], Mapping[st
     return {name: kinds.type_name(of) for name, of in whole.items()}
 
 
+def _list_field(field: Any) -> Any:
+    """The field of vectors as one of lists: pyarrow before 17 writes vectors with nulls, and cannot read them."""
+    pa = import_arrow()
+    return field.with_type(pa.list_(field.type.value_type)) if pa.types.is_fixed_size_list(field.type) else field
+
+
+def _as_list(array: Any) -> Any:
+    """An array of vectors as one of lists, in which a null has no values."""
+    pa = import_arrow()
+    if not pa.types.is_fixed_size_list(array.type):
+        return array
+    is_valid = np.asarray(array.is_valid())
+    ends = np.concatenate([[0], np.cumsum(is_valid)]) * array.type.list_size
+    offsets = pa.array(ends, pa.int32(), mask=np.append(~is_valid, False))
+    return pa.ListArray.from_arrays(offsets, array.filter(array.is_valid()).flatten())
+
+
 def _rows(
     read: Callable[[], bytes], columns: Mapping[str, int], whole: Mapping[str, int], first: int, schema: Any
 ) -> Any:
@@ -162,6 +179,6 @@ def _rows(
                 arrays.append(kinds.convert(array, columns[name], of=columns[name], to=of))
             else:
                 arrays.append(pa.nulls(len(table), kinds.arrow_type(of)))
-        return pa.table(arrays, schema=schema)
+        return pa.table(list(map(_as_list, arrays)), schema=schema)
     except (KeyError, pa.ArrowException) as error:
         raise ColumnsError(f"a part of the table is damaged ({error}); delete it, and run it again") from error

@@ -51,8 +51,12 @@ GENERATORS = {
     "core/transport/pipe._read": "closes a selector",
     "core/transport/stores.stream": "nothing",
     "core/transport/urls.expand": "nothing",
+    "writing/map._try": "lets go of a shard, in a command",
+    "writing/pack/added.read_each": "nothing",
+    "writing/pack/datasets.read_each": "nothing",
     "writing/pack/folders._files": "nothing",
     "writing/pack/folders._names": "closes a listing",
+    "writing/pack/listing.read_one_by_one": "nothing",
     "writing/pack/manifest._csv_lines": "nothing",
 }
 # Module -> handlers of signals: these raise, or note in an attribute that one came.
