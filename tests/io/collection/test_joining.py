@@ -332,3 +332,22 @@ def test_many_keys_in_parts(tmp_path, monkeypatch):
         monkeypatch.setattr(key_join, "LIMITS", limits)
         rows = key_join.find_rows(base._collection, other._collection, name="other")
         assert rows.astype(np.int32).tolist() == [place.get(key, -1) for key in keys]
+
+
+def test_joins_of_one_base(sets):
+    """A join of the same shards gives its companions, to the whole and to a view; by hand, it is no companion."""
+    directory, base, _ = sets
+    third = write_set(directory, "third", [f"k{n:02d}" for n in range(12)], (".cap",), (12,))
+    base.with_fields(directory / "other.json").save(directory / "first.json")
+    base.with_fields(third).select([1, 2, 9]).save(directory / "second.json")
+    joined = opened(directory / "first.json").with_fields(directory / "second.json", prefix="x")
+    assert set(plain(joined[3])) == {"__key__", ".jpg", ".txt", ".npy", ".seg.png", ".x.cap"}
+    assert joined[3][".x.cap"] == b"third.cap k03"
+    joined = opened(directory / "second.json").with_fields(opened(directory / "first.json"))
+    assert (len(joined), joined[2][".npy"], joined[2][".cap"]) == (3, b"other.npy k09", b"third.cap k09")
+    joined.save(directory / "both.json")
+    assert plain(opened(directory / "both.json")[1]) == plain(joined[1])
+    listed = {**json.loads((directory / "base.json").read_text()), "companions": [{"index": "first.json"}]}
+    write_json(directory / "said.json", listed)
+    with pytest.raises(SpecError, match="has companions of its own"):
+        opened(directory / "said.json")

@@ -359,6 +359,12 @@ def check_listed(entry: CompanionEntry, shards: ShardList, samples: int, where: 
             "(wids index join), which names the index behind it",
             path=KEY,
         )
+    if shards.header.get(KEY):
+        raise SpecError(
+            f"{where}{entry.index} has companions of its own; join it by a command (wids index join), which names them "
+            "all",
+            path=KEY,
+        )
     if entry.rows is not None and entry.nsamples != total:
         raise SpecError(
             f"{where}{entry.index} had {entry.nsamples} samples when it was joined by key, and has {total:,}; join "

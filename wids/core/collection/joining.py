@@ -23,6 +23,7 @@ from wids.core.files.shared_arrays import ArrayPlace, FilePlace, SharedArrays, i
 from wids.core.files.shared_files import SharedFiles
 from wids.core.index import companion_file
 from wids.core.index.fingerprint import fingerprint
+from wids.core.index.paths import absolute
 from wids.core.index.view_file import KEY
 from wids.core.place import Place
 from wids.core.tables.fields import Alternatives, parse_fields
@@ -92,6 +93,8 @@ def join(
 ) -> tuple[list[Companion], npt.NDArray[np.int64] | None]:
     """(the other as a companion, with its own ones; the indices of the base that it has, or None: no matter).
 
+    Another join of the same shards gives its companions alone.
+
     Args:
         base: the samples.
         other: those that have further fields.
@@ -103,6 +106,9 @@ def join(
     Raises:
         InputError: it has another number of samples, repeated keys, or lacks some. WidsError: it cannot be read.
     """
+    if inner and request.fields is None and _is_of_same_shards(base, other):
+        outer = Companion(name=name, prefix=request.prefix, open_shards=_Opened(other))
+        return [each.placed_in(outer) for each in inner], None
     left, other = None, other.without_repeats()
     if request.on == "row":
         rows = _pair(base, other, name)
@@ -122,6 +128,13 @@ def join(
         **more,
     )
     return [companion, *(each.placed_in(companion) for each in inner)], left
+
+
+def _is_of_same_shards(base: ShardCollection, other: ShardCollection) -> bool:
+    shards = base.shards, other.shards
+    if fingerprint(shards[0]) != fingerprint(shards[1]):
+        return False
+    return all(absolute(a) == absolute(b) for a, b in zip(*(each.urls for each in shards), strict=True))
 
 
 class _Opened:
