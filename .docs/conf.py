@@ -62,6 +62,7 @@ toc_object_entries_show_parents = "hide"
 
 pygments_dark_style = "github-dark"
 html_theme = "furo"
+html_favicon = "../wids/tools/serve/static/icon.svg"  # browsers ask for one
 html_title = f"wids {release}"
 html_copy_source = False
 html_show_sourcelink = False
