@@ -1023,8 +1023,7 @@ class ShardListDataset(Dataset[T_co]):
         """
         from wids.core.collection.companions import name_of_index
 
-        ahead_bytes = None if self._ahead is True else self._ahead
-        look_ahead = partial(ahead.source_of, ahead_bytes=ahead_bytes) if self._ahead else None
+        look_ahead = self._look_ahead()
         if not isinstance(other, ShardListDataset):
             if interface_of(other) is not None or not isinstance(other, (str, os.PathLike)):
                 raise InputError(f"with_fields: other is {shown(other)}; give a ShardListDataset, or an index")
@@ -1035,10 +1034,11 @@ class ShardListDataset(Dataset[T_co]):
             if collection.shards.header.get(COMPANIONS):
                 opened = self._listed_companions(collection)
             return collection, name_of_index(place), opened, more
-        cls, steps = type(other), other._transformations  # noqa: SLF001 - of this class
-        ways = ("__getitem__", "__getitems__", "get_shard")
-        if any(getattr(cls, name) is not getattr(ShardListDataset, name) for name in ways):
-            raise InputError(f"with_fields: {cls.__name__} reads samples in its own way; give the index of its shards")
+        steps = other._transformations  # noqa: SLF001 - of this class
+        if not other._reads_plainly():  # noqa: SLF001
+            raise InputError(
+                f"with_fields: {type(other).__name__} reads samples in its own way; give the index of its shards"
+            )
         strange = next((step for step in steps if type(step) not in (SampleDecoder, FieldNames, LazyMembers)), None)
         if strange is not None or (other._columns is not None and other._columns.shown):  # noqa: SLF001
             raise InputError(
@@ -1069,9 +1069,12 @@ class ShardListDataset(Dataset[T_co]):
     def _listed_companions(self, collection: ShardCollection, where: str = "") -> tuple[Companion, ...]:
         from wids.core.collection.joining import open_listed
 
+        return open_listed(collection, self._opening, self._look_ahead(), where)
+
+    def _look_ahead(self) -> Callable[[ShardCollection], CollectionSource | None] | None:
+        """The function that makes the source of downloads ahead of a companion; None: none is downloaded ahead."""
         ahead_bytes = None if self._ahead is True else self._ahead
-        look_ahead = partial(ahead.source_of, ahead_bytes=ahead_bytes) if self._ahead else None
-        return open_listed(collection, self._opening, look_ahead, where)
+        return partial(ahead.source_of, ahead_bytes=ahead_bytes) if self._ahead else None
 
     # --- samples
 
@@ -1348,13 +1351,17 @@ class ShardListDataset(Dataset[T_co]):
         renamed._transformations = list(self._transformations)  # noqa: SLF001
         return renamed
 
+    @classmethod
+    def _reads_plainly(cls) -> bool:
+        """True unless this is a subclass that reads samples in its own way."""
+        ways = ("__getitem__", "__getitems__", "get_shard")
+        return all(getattr(cls, name) is getattr(ShardListDataset, name) for name in ways)
+
     def _narrowed(self, names: Collection[str]) -> Self | None:
         """This dataset, whose samples have these fields and no other members; see `SamplerInterface.narrowed`."""
-        cls, fields = type(self), self.fields
-        ways = ("__getitem__", "__getitems__", "get_shard")
-        is_plain = all(getattr(cls, name) is getattr(ShardListDataset, name) for name in ways)
+        fields = self.fields
         is_decoding = all(type(step) in (SampleDecoder, FieldNames) for step in self._transformations)
-        if not is_plain or not is_decoding or self._lazy is not None or self._substitutes is not None:
+        if not self._reads_plainly() or not is_decoding or self._lazy is not None or self._substitutes is not None:
             return None  # a substitute would replace what else is read of its sample, or not
         if isinstance(fields, Alternatives) and fields.names is not None:
             groups = [(name, group) for name, group in zip(fields.names, fields.groups, strict=True) if name in names]
@@ -1400,14 +1407,7 @@ class ShardListDataset(Dataset[T_co]):
         """A copy that returns raw bytes and never downloads a shard. Used by `wids.serve`."""
         undecoded = ShardListDataset.__new__(ShardListDataset)
         undecoded.__dict__.update(self.__dict__)
-        original = self._collection
-        collection = ShardCollection(
-            original.shards,
-            original.provider.without_downloads(),
-            on_count_mismatch=original.on_count_mismatch,
-            advice=arguments.advise,
-        )
-        collection.name, collection.index_url = original.name, original.index_url
+        collection = self._collection.without_downloads()
         undecoded._fields, undecoded._substitutes, undecoded._tally = None, None, _SharedTally()  # noqa: SLF001 - of this class
         undecoded._columns, undecoded._transformations = self._own_columns().unshown(), []  # noqa: SLF001
         undecoded._companions = tuple(each.without_downloads() for each in self._companions)  # noqa: SLF001

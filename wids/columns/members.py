@@ -167,9 +167,8 @@ def read_columns(collection: ShardCollection, asked: MemberNames) -> tuple[Any, 
 
 def first_extensions(collection: ShardCollection) -> list[str]:
     """The folded extensions of the first shard that has samples, as far as a member table says them."""
-    first = [k for k, count in enumerate(collection.lengths) if count][:1]
-    tables = (table for _, table in collection.member_tables(first) if table is not None)
-    return [fold(each) for table in tables for each in table.extensions]
+    table = collection.first_table()
+    return [] if table is None else list(map(fold, table.extensions))
 
 
 class CompanionColumns:

@@ -24,13 +24,14 @@ from wids.jobs.progress import Progress, showing
 from wids.jobs.runner import Engine, RunOptions, run_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
     from wids.core.collection.shard_collection import Shards
     from wids.core.index.selection import Selection
+    from wids.core.index.shardlist import ShardList
     from wids.core.shard import Shard
     from wids.core.tables.table import GroupOptions
     from wids.core.transport.session import Session
@@ -224,7 +225,7 @@ def load_selected(index: Shards, selected: slice, session: Session) -> SelectedS
     asked = session
     _, listed, session = load_shards(index, session=session)
     chosen = listed.selection
-    everything = [(k, listed[k]) for k in range(len(listed)) if chosen is None or chosen.counts[k]]
+    parts: list[tuple[int, ShardList, Sequence[int]]] = [(0, listed, range(len(listed)))]
     count = len(listed)
     for companion in list_companions(listed, session=asked):
         if companion.shards.grouping != listed.grouping:
@@ -232,8 +233,13 @@ def load_selected(index: Shards, selected: slice, session: Session) -> SelectedS
                 f"{companion.entry.index} groups members in another way than the index that it is joined to; give each "
                 "of them by itself"
             )
-        everything += [(count + k, companion.shards[k]) for k in companion.needed]
+        parts.append((count, companion.shards, companion.needed))
         count += len(companion.shards)
     numbers = select_shards(count, selected)
-    shards = [(k, msgspec.structs.replace(shard, url=absolute(shard.url))) for k, shard in everything if k in numbers]
+    shards = [
+        (first + k, msgspec.structs.replace(part[k], url=absolute(part.urls[k])))
+        for first, part, needed in parts
+        for k in needed
+        if first + k in numbers and (part is not listed or chosen is None or chosen.counts[k])
+    ]
     return SelectedShards(shards, slice(numbers.start, numbers.stop), session, chosen, listed.grouping, len(listed))

@@ -19,7 +19,6 @@ import numpy as np
 
 from wids.core.collection import error_log
 from wids.core.collection.joining import parse_request
-from wids.core.collection.substitutes import is_of_sample
 from wids.core.files import atomic, locks, tempdirs
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.index import writing
@@ -56,6 +55,7 @@ from wids.writing.map_shard import (
     encode_fields,
     fields_of,
     map_shard,
+    tried,
 )
 from wids.writing.map_values import plain_values, write_table
 from wids.writing.output import ShardTarget
@@ -332,17 +332,13 @@ def _try(job: MapJob, most: int) -> Iterator[MapTrial]:
         with collection.pinned(k) as reader:
             for row, result in compute(job, k, most=most - at):
                 trial = MapTrial(index=at, key=reader.table.key(row))
-                error = result if isinstance(result, Exception) else None
-                if error is None:
-                    try:
-                        trial.fields = _describe(job, result, trial.key)
-                    except Exception as failed:
-                        if not is_of_sample(failed):
-                            raise
-                        error = failed
-                if error is not None:
-                    failure = describe_failure(error, row, trial.key)
+                is_error = isinstance(result, Exception)
+                fields = result if is_error else tried(partial(_describe, job, key=trial.key), result)
+                if isinstance(fields, Exception):
+                    failure = describe_failure(fields, row, trial.key)
                     trial.error, trial.trace = failure.error, failure.trace
+                else:
+                    trial.fields = fields
                 yield trial
                 at += 1
 
@@ -643,7 +639,7 @@ class _Mapping(ShardJob[MapTask, MappedShard, MapOutcome]):
                 self.run(work, [(task, task) for task in tasks], options)
             finally:
                 if (folder := Place(tasks[0].url).directory).is_local:  # part files of processes that were killed
-                    locks.remove_parts(os.path.join(folder.absolute.path, ""), more=r".*\.(?:tar|arrow)")
+                    locks.remove_parts(os.path.join(folder.absolute.path, ""), more=r".*\.(?:tar|tar\.widx|arrow)")
         else:
             self.show()
 

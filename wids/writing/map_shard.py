@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,11 +21,9 @@ import wids
 from wids.core.codecs.encoders import encode_field
 from wids.core.collection import error_log
 from wids.core.collection.substitutes import is_of_sample
-from wids.core.files import locks, tempdirs
 from wids.core.place import Place
 from wids.core.tables.fields import EMPTY
 from wids.core.tables.keys import encode_name
-from wids.core.tables.member_tables import scan_table
 from wids.core.tables.table import is_standard
 from wids.core.transport.failures import CancelledTransferError
 from wids.errors import InputError, SampleError, WidsError, a_kind, printable, shown
@@ -152,18 +151,11 @@ def map_shard(job: MapJob, task: MapTask, context: TaskContext) -> MappedShard:
         write = _TableWriter(job, task, reader) if job.is_table else _ShardWriter(job, task, reader)
         stack.callback(write.close)
         for row, result in compute(job, task.k):
-            values: Any = None
-            error = result if isinstance(result, Exception) else None
-            if error is None:
-                try:
-                    values = write.prepare(row, result)
-                except Exception as failed:
-                    if not is_of_sample(failed):
-                        raise
-                    error = failed
-            if error is not None:
-                failure = describe_failure(error, row, reader.table.key(row), has_trace=not shard.failures)
+            values: Any = result if isinstance(result, Exception) else tried(partial(write.prepare, row), result)
+            if isinstance(values, Exception):
+                failure = describe_failure(values, row, reader.table.key(row), has_trace=not shard.failures)
                 shard.failures.append(failure)
+                values = None
             write.add(row, values)
             shard.samples += 1
             shard.rows += bool(values)
@@ -208,10 +200,10 @@ def _read(dataset: ShardListDataset[Any], indices: Sequence[int]) -> list[Any]:
         except Exception as error:
             if not is_of_sample(error):
                 raise
-    return [_tried(dataset.__getitem__, index) for index in indices]
+    return [tried(dataset.__getitem__, index) for index in indices]
 
 
-def _tried(call: Callable[[Any], Any], value: Any) -> Any:
+def tried(call: Callable[[Any], Any], value: Any) -> Any:
     """The result of a call, or its error if that is a sample's own."""
     try:
         return call(value)
@@ -223,7 +215,7 @@ def _tried(call: Callable[[Any], Any], value: Any) -> Any:
 
 def _call_each(function: Callable[..., Any], dataset: ShardListDataset[Any], indices: Sequence[int]) -> list[Any]:
     """The result of each sample, or its error."""
-    return [sample if isinstance(sample, Exception) else _tried(function, sample) for sample in _read(dataset, indices)]
+    return [sample if isinstance(sample, Exception) else tried(function, sample) for sample in _read(dataset, indices)]
 
 
 def _call_batch(function: Callable[..., Any], dataset: ShardListDataset[Any], indices: Sequence[int]) -> list[Any]:
@@ -240,12 +232,12 @@ def _call_batch(function: Callable[..., Any], dataset: ShardListDataset[Any], in
     sound = [k for k, sample in enumerate(samples) if not isinstance(sample, Exception)]
     if not sound:
         return samples
-    results = _tried(call, [samples[k] for k in sound])
+    results = tried(call, [samples[k] for k in sound])
     if isinstance(results, Exception):
         error = results
         # Read again: a function that failed may have changed its samples.
         again = _read(dataset, [indices[k] for k in sound]) if len(sound) > 1 else []
-        results = [each if isinstance(each, Exception) else _tried(call, [each]) for each in again] or [error]
+        results = [each if isinstance(each, Exception) else tried(call, [each]) for each in again] or [error]
         results = [each if isinstance(each, Exception) else each[0] for each in results]
     for k, result in zip(sound, results, strict=True):
         samples[k] = result
@@ -320,14 +312,8 @@ class _ShardWriter:
     def __init__(self, job: MapJob, task: MapTask, reader: Reader) -> None:
         self._job, self._task, self._reader = job, task, reader
         self._grouping = job.dataset._collection.shards.grouping  # noqa: SLF001 - of the face
-        self._stack, place = ExitStack(), Place(task.url)
-        path = place.absolute.path
-        if place.is_local:
-            locks.remove_parts(path)
-        else:
-            path = os.path.join(self._stack.enter_context(tempdirs.directory("map")), place.name)
-        self._file = ShardFile(path, url=task.url)
-        self._stack.callback(self._file.discard)
+        self._stack = ExitStack()
+        self._file = ShardFile.begin(task.url, self._stack, work="map")
         self._next, self._fields = 0, dict[str, int]()
         prefix = f".{job.prefix}" if job.prefix else ""
         # The new extension that would be one of the samples' own -> that one.
@@ -379,11 +365,7 @@ class _ShardWriter:
             self._put(row, {})
         entry, own = self._file.finish()
         if not is_standard(**grouping):
-            fd = os.open(self._file.part, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                own = scan_table(fd, self._task.url, own.identity, **grouping)
-            finally:
-                os.close(fd)
+            own = self._file.scan(own.identity, grouping)
         _check_keys(own, table, self._reader.url)
         ShardTarget(self._job.session).put_shard(
             self._file.part, self._task.url, own if is_standard(**grouping) else None

@@ -22,7 +22,7 @@ import numpy as np
 from wids.core.collection.keys import Keys
 from wids.core.collection.shard_collection import load_shards
 from wids.core.collection.views import choose, find_samples
-from wids.core.files import atomic, locks, system, tempdirs
+from wids.core.files import atomic, system
 from wids.core.files.own_folder import default_cache_dir
 from wids.core.files.replaced import ReplacedFile
 from wids.core.index import checksums, compiled, writing
@@ -32,7 +32,6 @@ from wids.core.index.shardlist import said_grouping
 from wids.core.index.view_file import KEY as COMPANIONS
 from wids.core.place import Place, cache_directory
 from wids.core.tables import headers, tar
-from wids.core.tables.member_tables import scan_table
 from wids.core.tables.table import is_standard
 from wids.core.transport.failures import CancelledTransferError
 from wids.errors import ChangedShardError, InputError, OutputExistsError, SelectionError, ShardError
@@ -297,25 +296,15 @@ def rewrite_shard(job: RewriteJob, task: RewriteTask, context: TaskContext) -> R
         WidsError: the old one cannot be read, or the new one cannot be written.
         CancelledTransferError: it was cancelled.
     """
-    place, target = Place(task.url), ShardTarget(job.session)
+    target = ShardTarget(job.session)
     grouping = job.collection.shards.grouping
     with ExitStack() as stack:
         reader = stack.enter_context(job.collection.pinned(task.k))
-        path = place.absolute.path
-        if place.is_local:
-            locks.remove_parts(path)
-        else:
-            path = os.path.join(stack.enter_context(tempdirs.directory("rewrite")), place.name)
-        shard = ShardFile(path, url=task.url)
-        stack.callback(shard.discard)
+        shard = ShardFile.begin(task.url, stack, work="rewrite")
         rows = np.setdiff1d(np.arange(len(reader.table)), task.gone).tolist()
         _copy(shard, reader, rows, context)
         entry, table = shard.finish()
-        fd = os.open(shard.part, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            table = scan_table(fd, task.url, table.identity, **grouping)
-        finally:
-            os.close(fd)
+        table = shard.scan(table.identity, grouping)
         _check_same(table, reader.table, rows, reader.url)
         target.put_shard(shard.part, task.url, table if is_standard(**grouping) else None)
         if job.collection.shards.md5sums[task.k] == "":

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
-from wids.core.files import atomic, system
+from wids.core.files import atomic, locks, system, tempdirs
 from wids.core.index.checksums import Checksums
+from wids.core.place import Place
 from wids.core.tables import headers
 from wids.core.tables import table as tables
+from wids.core.tables.member_tables import scan_table
 from wids.errors import OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import ExitStack
 
+    from typing_extensions import Self
+
+    from wids.core.files.identity import Identity
+    from wids.core.tables.table import GroupOptions
     from wids.core.tables.tar import Member
 
 _BUFFER_BYTES = 1 << 20
@@ -54,6 +62,43 @@ class ShardFile:
         self._pending_bytes = self._written = 0
         self._members: list[Member] = []
         self.nsamples = self.member_bytes = 0
+
+    @classmethod
+    def begin(cls, url: str, stack: ExitStack, *, work: str, has_md5: bool = True, sweeps: bool = True) -> Self:
+        """A new shard, beside its place if that is local, else in a temporary directory.
+
+        Args:
+            url: of the finished shard.
+            stack: discards it, and removes the directory.
+            work: names the directory.
+            has_md5: compute its checksums.
+            sweeps: remove what killed processes left half written of it, and of its table, at a local place.
+
+        Raises:
+            CacheError: the part file cannot be made.
+        """
+        place = Place(url)
+        path = place.absolute.path
+        if not place.is_local:
+            path = os.path.join(stack.enter_context(tempdirs.directory(work)), place.name)
+        elif sweeps:
+            locks.remove_parts(path, more=rf"(?:{re.escape(tables.SUFFIX)})?")
+        shard = cls(path, url=url, has_md5=has_md5)
+        stack.callback(shard.discard)
+        return shard
+
+    def scan(self, identity: Identity, grouping: GroupOptions) -> tables.MemberTable:
+        """The member table of the finished part file, by a grouping that need not be the standard one.
+
+        Args:
+            identity: of the table of `finish`.
+            grouping: see `wids.core.tables.table.build_table`.
+        """
+        fd = os.open(self.part, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return scan_table(fd, self._url, identity, **grouping)
+        finally:
+            os.close(fd)
 
     def add(self, members: Iterable[tuple[bytes, bytes]]) -> None:
         """Write the members (name, data) of one sample.

@@ -6,13 +6,13 @@ sample of the base is known by its index in the base's whole, so that views need
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wids.core.collection.shard_collection import ShardCollection
 from wids.core.files.shared_arrays import SharedArrays
 from wids.core.index import companion_file
 from wids.core.index.companion_file import NO_ROW, CompanionEntry
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from wids.core.collection.arguments import OpeningOptions
+    from wids.core.collection.shard_collection import ShardCollection
     from wids.core.collection.stats import Tally
     from wids.core.index.selection import Integers
     from wids.core.index.shardlist import ShardList
@@ -87,10 +88,14 @@ class Companion:
         look_ahead: Callable[[ShardCollection], object] | None = None,
         tally: Tally | None = None,
     ) -> None:
-        self.name, self.prefix, self.fields, self.tally = name, prefix, fields, tally
+        self.name, self.fields, self.tally = name, fields, tally
         self.on, self.missing = on, missing
         self.rows, self._open, self._look_ahead = rows, open_shards, look_ahead
-        self._known, self._stem = known, f".{prefix}" if prefix else ""
+        self._known = known
+        self._name_fields(prefix)
+
+    def _name_fields(self, prefix: str) -> None:
+        self.prefix, self._stem = prefix, f".{prefix}" if prefix else ""
 
     @property
     def collection(self) -> ShardCollection:
@@ -118,16 +123,10 @@ class Companion:
 
     def without_downloads(self) -> Companion:
         """The same, which downloads no shard."""
-        return Companion(
-            name=self.name,
-            prefix=self.prefix,
-            fields=self.fields,
-            known=self._known,
-            on=self.on,
-            missing=self.missing,
-            rows=self.rows,
-            open_shards=_WithoutDownloads(self),
-        )
+        changed = copy.copy(self)
+        changed._open, changed._collection = _WithoutDownloads(self), None  # noqa: SLF001 - of this class
+        changed._look_ahead = changed.tally = None  # noqa: SLF001
+        return changed
 
     def placed_in(self, outer: Companion) -> Companion:
         """This companion of a companion as one of the base: sample i is that of the outer one's sample i.
@@ -140,19 +139,10 @@ class Companion:
             there = plain_rows(outer.rows)
             inner = there if rows is None else plain_rows(rows)[np.maximum(there, 0)]
             rows = share_rows(np.where(there < 0, -1, inner), len(self.collection))
-        prefix = ".".join(filter(None, (outer.prefix, self.prefix)))
-        return Companion(
-            name=self.name,
-            prefix=prefix,
-            fields=self.fields,
-            known=self._known,
-            on="key" if self.on == outer.on == "key" else "row",
-            missing=self.missing,
-            rows=rows,
-            open_shards=self._open,
-            look_ahead=self._look_ahead,
-            tally=self.tally,
-        )
+        changed = copy.copy(self)
+        changed.rows, changed.on = rows, "key" if self.on == outer.on == "key" else "row"
+        changed._name_fields(".".join(filter(None, (outer.prefix, self.prefix))))  # noqa: SLF001 - of this class
+        return changed
 
     # --- which fields
 
@@ -304,11 +294,7 @@ class _WithoutDownloads:
         self._companion = companion
 
     def __call__(self) -> ShardCollection:
-        original = self._companion.collection
-        provider = original.provider.without_downloads()
-        collection = ShardCollection(original.shards, provider, on_count_mismatch=original.on_count_mismatch)
-        collection.name, collection.index_url = original.name, original.index_url
-        return collection
+        return self._companion.collection.without_downloads()
 
 
 @dataclass(frozen=True)
@@ -420,12 +406,10 @@ def first_fields(collection: ShardCollection) -> tuple[str, ...]:
     Raises:
         WidsError: it cannot be read.
     """
-    first = next((k for k, count in enumerate(collection.lengths) if count), None)
-    if first is None:
-        return ()
-    table = next(collection.member_tables([first]))[1]
-    if table is not None:
+    if (table := collection.first_table()) is not None:
         return tuple(table.extensions)
+    if (first := collection.first_shard()) is None:
+        return ()
     with collection.pinned(first) as reader:
         return tuple(reader.table.extensions)
 

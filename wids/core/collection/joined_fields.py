@@ -64,8 +64,7 @@ class Owners:
     def _base_fields(self) -> frozenset[str]:
         """The extensions of the base's first shard, as far as a member table says them."""
         if self._first is None:
-            first = next((k for k, count in enumerate(self._base.lengths) if count), None)
-            table = None if first is None else next(self._base.member_tables([first]))[1]
+            table = self._base.first_table()
             self._first = frozenset() if table is None else frozenset(map(str.casefold, table.extensions))
         return self._first
 

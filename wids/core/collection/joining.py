@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -115,12 +116,11 @@ def join(
     else:
         rows = keep_joined(base, other, name)
         left = _look_for_missing(base, other, has_row(rows), name, request.missing)
-    fields = more.pop("fields", None) if request.fields is None else request.fields
-    more.pop("fields", None)
+    stated = more.pop("fields", None)
     companion = Companion(
         name=name,
         prefix=request.prefix,
-        fields=fields,
+        fields=stated if request.fields is None else request.fields,
         on=request.on,
         missing=request.missing,
         rows=rows,
@@ -418,11 +418,7 @@ def keep_joined(base: ShardCollection, other: ShardCollection, name: str) -> Sha
     Raises:
         InputError: several samples of ``other`` have one key. WidsError: a shard cannot be read.
     """
-    nsamples = other.whole_length
-
-    def compute() -> npt.NDArray[Any]:
-        return find_rows(base, other, name=name)
-
+    compute = partial(find_rows, base, other, name=name)
     cache_dir = base.provider.cache.placement.cache_dir
     # Without checksums nothing says whether these are still the ones: shards of other keys may be as large.
     is_known = all(
@@ -447,7 +443,7 @@ def keep_joined(base: ShardCollection, other: ShardCollection, name: str) -> Sha
     def make(_: str, fd: int) -> None:
         system.write_parts(fd, companion_file.pack_joined(compute()))
 
-    kind: dict[str, Any] = {"samples": base.whole_length, "nsamples": nsamples, "file_url": name}
+    kind: dict[str, Any] = {"samples": base.whole_length, "nsamples": other.whole_length, "file_url": name}
     files = SharedFiles(cache_dir, companion_file.SUFFIX)
     rows = files.get(key, make, lambda file: _map_rows(*file, **kind))
     return SharedArrays([compute()]) if rows is None else rows

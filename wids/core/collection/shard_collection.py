@@ -342,6 +342,17 @@ class ShardCollection:
         whole._use(self.shards.select(None))  # noqa: SLF001 - of this class
         return whole
 
+    def without_downloads(self) -> ShardCollection:
+        """The same samples, of which no shard is downloaded; with open shards of its own, and without hooks."""
+        collection = ShardCollection(
+            self.shards,
+            self.provider.without_downloads(),
+            on_count_mismatch=self.on_count_mismatch,
+            advice=self._advice,
+        )
+        collection.name, collection.index_url = self.name, self.index_url
+        return collection
+
     def without_repeats(self) -> ShardCollection:
         """The same shards, of which one with too few samples is an error; they share the open shards."""
         strict = copy.copy(self)
@@ -673,6 +684,19 @@ class ShardCollection:
                     if table is not None:
                         self.check_count(k, table)
                     yield k, table
+
+    def first_shard(self) -> int | None:
+        """The number of the first shard that has samples; None: none has."""
+        return next((k for k, count in enumerate(self.lengths) if count), None)
+
+    def first_table(self) -> MemberTable | None:
+        """The member table of the first shard that has samples; None: none has, or it cannot be had; see above.
+
+        Raises:
+            WidsError: see `member_tables`.
+        """
+        first = self.first_shard()
+        return None if first is None else next(self.member_tables([first]))[1]
 
     def _table_at_hand(self, k: int) -> MemberTable | None:
         opened = self.pool.lru[self.shards.urls[k]]

@@ -6,13 +6,11 @@ A sample that cannot be read ends the task, or is left out completely and listed
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from wids.core.files import tempdirs
 from wids.core.place import Place
 from wids.core.tables import headers
 from wids.core.transport.failures import CancelledTransferError
@@ -185,11 +183,7 @@ def write_shard(job: PackJob, task: PackTask, context: TaskContext) -> PackedSha
     target = ShardTarget(job.settings.session)
     packed = PackedShard(k=task.k, inputs=task.inputs, entry=None)
     with contextlib.ExitStack() as stack:
-        path = place.absolute.path
-        if not place.is_local:
-            path = os.path.join(stack.enter_context(tempdirs.directory("pack")), name)
-        shard = ShardFile(path, url=url, has_md5=job.settings.md5)
-        stack.callback(shard.discard)
+        shard = ShardFile.begin(url, stack, work="pack", has_md5=job.settings.md5, sweeps=False)
         _fill(shard, job, task, packed, context)
         if shard.nsamples:
             entry, table = shard.finish()
